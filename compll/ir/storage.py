@@ -27,7 +27,7 @@ class Storage:
     packed = positions = False
     #: true if the payload stores the field's length in bytes
     varying = False
-    #: true if it holds values 0, 1 and 2, five in a byte: [Note: trits] in reference/bitstreams.py
+    #: true if it holds values 0, 1 and 2, five in a byte: [Note: trits] in reference/fields.py
     trits = False
 
     @property
@@ -71,7 +71,7 @@ class Codes(Storage):
 
 @dataclass(frozen=True)
 class Trits(Storage):
-    """Values 0, 1 and 2, five in a byte (see [Note: trits] in reference/bitstreams.py).
+    """Values 0, 1 and 2, five in a byte (see [Note: trits] in reference/fields.py).
 
     varying: runs of the byte of ones are shortened.
     """
@@ -102,7 +102,7 @@ class Gaps(Storage):
 
 
 def rice_parameter(count: int, n: int) -> int:
-    """floor(log2(.9624 n / count)): see [Note: bit streams] in reference/bitstreams.py."""
+    """floor(log2(.9624 n / count)): see [Note: bit streams] in routines/streams.py."""
     return max(0, (9624 * n // (10000 * max(count, 1))).bit_length() - 1)
 
 
@@ -132,7 +132,7 @@ HUFFMAN_TILE, HUFFMAN_LONGEST = 1024, 12
 @dataclass(frozen=True)
 class Huffman(Storage):
     """Numbers of at most `bits` bits, from 0, in Huffman codes of their own frequencies (see
-    [Note: huffman] in reference/bitstreams.py)."""
+    [Note: huffman] in routines/huffman.py)."""
 
     name: str = "huffman"
     packed = varying = True

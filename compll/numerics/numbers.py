@@ -114,33 +114,6 @@ def sum_by(index: NDArray[np.int32], x: F32, size: int) -> F32:
     return result
 
 
-def encode_gaps(positions: NDArray[np.int64]) -> U8:
-    """Ascending positions as LEB128 gaps (see Gaps in ir/storage.py)."""
-    out, before = bytearray(), -1
-    for position in positions.tolist():
-        gap, before = position - before - 1, position
-        while gap >= 128:
-            out.append(128 | gap & 127)
-            gap >>= 7
-        out.append(gap)
-    return np.frombuffer(bytes(out), np.uint8)
-
-
-def decode_gaps(data: U8, count: int) -> NDArray[np.int64] | None:
-    """Inverse of encode_gaps; None if the bytes are not `count` gaps, each as short as possible."""
-    positions, before, gap, shift = [], -1, 0, 0
-    for byte in data.tolist():
-        gap |= (byte & 127) << shift
-        shift += 7
-        if shift > 42 or (byte == 0 and shift > 7):
-            return None
-        if byte < 128:
-            before += gap + 1
-            positions.append(before)
-            gap = shift = 0
-    return np.array(positions, np.int64) if len(positions) == count and shift == 0 else None
-
-
 def pack(codes: U8, bits: int, tile: int) -> U8:
     """Pack codes of `bits` bits, in tiles (see [Note: packing] in layout.py)."""
     return codes if bits == 8 else pack_digits(codes, _weights(bits), 0, tile)

@@ -1,10 +1,21 @@
-"""Numbers below 2**bits, as bytes, in Huffman codes: see [Note: huffman] in
-reference/bitstreams.py.
+"""Numbers below 2**bits, as bytes, in Huffman codes.
 
 Arguments and results of `store` and `load` are those of streams.py, with `bits` for n. Other arrays
 hold an int64 for each number; a length of -1 is that of a number that does not occur. A tile's
 stream is written and read in memory of its own, which is as large as the longest one: so words can
 be longer than what is left, and wrong streams stay within it.
+
+[Note: huffman] First come four bits a number, that of an even number in the low half of its byte: 0
+if it does not occur, else 1 + the length of its code. Then 16 bits for each tile of TILE numbers,
+the bytes of its stream; then the streams. Bit i of a stream is bit 7 - i mod 8 of byte i div 8, the
+highest bit of a code first; the last byte is padded with zeros.
+
+Lengths are Huffman's for the numbers' counts (1952). Of equal weights a number is joined before a
+pair, a lower number before a higher, and an earlier pair before a later one. While a length is
+above LONGEST, counts are halved, rounded up. If the codes together are longer than `bits` a number,
+every number has the length `bits`. Codes are canonical: ascending by length, then by number. So
+a single number that occurs takes no bits. 2**(LONGEST - length) sums to 2**LONGEST, and in windows
+of LONGEST bits the codes follow one another without gaps.
 """
 
 from __future__ import annotations

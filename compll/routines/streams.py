@@ -3,17 +3,33 @@
 A store gives the bytes that it wrote; a load 1 if `length` bytes are exactly `count` positions or
 bytes, else 0, and checks all that it reads. Arrays of positions below n have -1 before the first.
 Arrays can be written, and positions read, CHUNK elements past their ends.
+
+[Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is padded with
+zeros. d is the number of elements between a selected one and the one before it.
+
+golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
+lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter if
+positions are independent (Golomb 1966; sparse ternary compression uses it). If more
+than half of the elements are selected, b is 0: a bit for each element, as in a bitmap. Another b is
+refused: no stream is longer than encode makes.
+
+[Note: runs] In bytes of trits (see [Note: trits] in reference/fields.py), 2 to 14 bytes of 121 in a
+row become one, from 243 to 255 (3LC, Lim et al. 2019).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from compll.numerics.bits import maximum, minimum
 from compll.numerics.traced import convert, unsigned_right, where
+from compll.routines.huffman import load_huffman, store_huffman
 from compll.routines.language import (
     I32,
     I64,
     U8,
     U16,
+    Routine,
     any_bits,
     ctz,
     inlined,
@@ -122,7 +138,7 @@ def load_gap(data: U8, length: int, place: int, before: int, good: bool) -> tupl
 
 
 # ---- golomb -------------------------------------------------------------------------------------
-# [Note: bit streams] in reference/bitstreams.py has the codes. A store collects bits in a word;
+# A store collects bits in a word;
 # while AHEAD codes of at least a bit follow, it writes the whole word with every code. A load looks
 # at the WORD bits that eight bytes hold after the first bit. With the parameter 0, the bits are a
 # bitmap of elements that are not selected.
@@ -284,7 +300,7 @@ def load_bitmap(data: U8, length: int, count: int, n: int, positions: I32) -> tu
 
 
 # ---- runs ---------------------------------------------------------------------------------------
-# Runs of the byte of ones, shortened: [Note: trits] in reference/bitstreams.py. The byte for a run
+# Runs of the byte of ones, shortened: [Note: runs]. The byte for a run
 # so far is written without a branch, and overwritten as the run grows.
 
 ONES, FIRST, LONGEST = 121, 243, 14
@@ -343,3 +359,22 @@ def load_runs(data: U8, length: int, count: int, n: int, out: U8) -> int:
         out[to] = splat(convert(where(longer, ONES, byte), "i32"), CHUNK)
         to = minimum(to + where(longer, byte - (FIRST - 2), 1), count + 1)
     return truth(to == count)
+
+
+# ---- fields -------------------------------------------------------------------------------------
+
+
+class Coder(NamedTuple):
+    """Routines that store values of varying length, and load them."""
+
+    store: Routine
+    load: Routine
+
+
+#: of the fields' storages
+STREAMS = {
+    "gaps": Coder(store_gaps, load_gaps),
+    "golomb": Coder(store_golomb, load_golomb),
+    "runs": Coder(store_runs, load_runs),
+    "huffman": Coder(store_huffman, load_huffman),
+}

@@ -1,30 +1,5 @@
-"""Positions as a stream of bits: Golomb-Rice codes of their gaps, in NumPy.
-
-[Note: bit streams] Bit i of a stream is bit i mod 8 of byte i div 8; the last byte is padded with
-zeros. d is the number of elements between a selected one and the one before it.
-
-golomb: the first byte is b; then for every d, d div 2**b ones, a zero, and the b low bits of d,
-lowest first. b = floor(log2(.9624 n / k)) for k of n positions is the best Rice parameter if
-positions are independent (Golomb 1966; sparse ternary compression uses it). If more
-than half of the elements are selected, b is 0: a bit for each element, as in a bitmap. Another b is
-refused: no stream is longer than encode makes.
-
-[Note: trits] A tile of m values takes w = ceil(m / 5) bytes; value i is the digit of byte i mod w
-with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and a byte of ones
-is 121. Shortened, 2 to 14 bytes of 121 in a row become one, from 243 to 255 (3LC, Lim et al. 2019).
-
-[Note: huffman] First come four bits a number, that of an even number in the low half of its byte: 0
-if it does not occur, else 1 + the length of its code. Then 16 bits for each tile of TILE numbers,
-the bytes of its stream; then the streams. Bit i of a stream is bit 7 - i mod 8 of byte i div 8, the
-highest bit of a code first; the last byte is padded with zeros.
-
-Lengths are Huffman's for the numbers' counts (1952). Of equal weights a number is joined before a
-pair, a lower number before a higher, and an earlier pair before a later one. While a length is
-above LONGEST, counts are halved, rounded up. If the codes together are longer than `bits` a number,
-every number has the length `bits`. Codes are canonical: ascending by length, then by number. So
-a single number that occurs takes no bits. 2**(LONGEST - length) sums to 2**LONGEST, and in windows
-of LONGEST bits the codes follow one another without gaps.
-"""
+"""Fields of varying length in NumPy and Python's lists, written apart from compll/routines, which
+tests hold against them."""
 
 from __future__ import annotations
 
@@ -38,8 +13,39 @@ from numpy.typing import NDArray
 from compll.ir.storage import HUFFMAN_LONGEST as LONGEST
 from compll.ir.storage import HUFFMAN_TILE as TILE
 from compll.ir.storage import rice_parameter
-from compll.numerics import numbers
 from compll.numerics.numbers import I64, U8
+
+# ---- gaps ---------------------------------------------------------------------------------------
+
+
+def encode_gaps(positions: NDArray[np.int64]) -> U8:
+    """Ascending positions as LEB128 gaps (see Gaps in ir/storage.py)."""
+    out, before = bytearray(), -1
+    for position in positions.tolist():
+        gap, before = position - before - 1, position
+        while gap >= 128:
+            out.append(128 | gap & 127)
+            gap >>= 7
+        out.append(gap)
+    return np.frombuffer(bytes(out), np.uint8)
+
+
+def decode_gaps(data: U8, count: int) -> NDArray[np.int64] | None:
+    """Inverse of encode_gaps; None if the bytes are not `count` gaps, each as short as possible."""
+    positions, before, gap, shift = [], -1, 0, 0
+    for byte in data.tolist():
+        gap |= (byte & 127) << shift
+        shift += 7
+        if shift > 42 or (byte == 0 and shift > 7):
+            return None
+        if byte < 128:
+            before += gap + 1
+            positions.append(before)
+            gap = shift = 0
+    return np.array(positions, np.int64) if len(positions) == count and shift == 0 else None
+
+
+# ---- golomb -------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -114,29 +120,9 @@ def _positions(reader: _Reader, gap, count: int) -> I64 | None:  # type: ignore[
     return np.array(positions, np.int64) if reader.ends() else None
 
 
-# ---- trits --------------------------------------------------------------------------------------
-# Values 0, 1 and 2, five in a byte, and runs of the byte of ones shortened, in NumPy.
+# ---- runs ---------------------------------------------------------------------------------------
 
-DIGITS = 5
-WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
 ONES, FIRST, LONGEST_RUN = 121, 243, 14
-
-
-def pack_trits(codes: NDArray[Any], tile: int) -> U8:
-    """Trits as bytes, tile after tile."""
-    return numbers.pack_digits(codes.astype(np.uint8), WEIGHTS, 1, tile)
-
-
-def unpack_trits(data: U8, count: int, tile: int) -> U8:
-    """Inverse of pack."""
-    return numbers.unpack_digits(data, count, WEIGHTS, 3, tile)
-
-
-def unpack_runs(data: U8, count: int, tile: int) -> U8 | None:
-    """Inverse of shorten and pack; None if the bytes are not `count` trits."""
-    full, (tiles, rest) = lengthen_runs(data), divmod(count, tile)
-    width = tiles * -(-tile // DIGITS) + -(-rest // DIGITS)
-    return unpack_trits(full, count, tile) if len(full) == width else None
 
 
 def shorten_runs(data: U8) -> U8:
@@ -160,7 +146,6 @@ def lengthen_runs(data: U8) -> U8:
 
 
 # ---- huffman ------------------------------------------------------------------------------------
-# Huffman codes of numbers below 2**bits, in NumPy.
 
 _WEIGHTS = 1 << np.arange(LONGEST)[::-1]
 

@@ -9,9 +9,11 @@ from llvmlite import ir
 from compll.backends.cpu import jit
 from compll.backends.cpu.instructions import function
 from compll.backends.cpu.interface import SLACK
-from compll.backends.cpu.routines import STREAMS
+from compll.backends.reference import routines
+from compll.ir.storage import STORAGES
 from compll.numerics.bits import order_key
 from compll.routines import tables
+from compll.routines.streams import STREAMS
 
 ADDRESS, WORD = ctypes.c_void_p, ctypes.c_int64
 KINDS = {"store": [ADDRESS, WORD, WORD, ADDRESS], "load": [ADDRESS, WORD, WORD, WORD, ADDRESS]}
@@ -77,7 +79,26 @@ def quantiles(x: np.ndarray, parts: int) -> np.ndarray:
     return out
 
 
+class InPython:
+    """The same by functions of Python."""
+
+    def __init__(self, storage: str) -> None:
+        self.storage = STORAGES[storage]
+
+    def store(self, values: np.ndarray, n: int, out: np.ndarray) -> int:
+        data = routines.stored(self.storage, values, n, len(out))
+        out[: len(data)] = data
+        return len(data)
+
+    def load(self, data: np.ndarray, count: int, n: int) -> list[int] | None:
+        found = routines.loaded(self.storage, data, count, n)
+        return None if found is None else found.tolist()
+
+
+PRINTERS = {"cpu": Stream, "python": InPython}
+
+
 @cache
-def stream(storage: str) -> Stream:
+def stream(storage: str, printer: str) -> Stream | InPython:
     """The functions of a storage, compiled once."""
-    return Stream(storage)
+    return PRINTERS[printer](storage)

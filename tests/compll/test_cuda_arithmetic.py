@@ -8,7 +8,7 @@ import pytest
 from compll.backends.cuda import nvrtc as cuda_nvrtc
 from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.plans import prelude
-from compll.backends.reference import bitstreams
+from compll.backends.reference import fields
 from compll.numerics.bits import exponent
 from compll.runtime.library import type_check
 from tests.compll.cuda_host import build
@@ -34,7 +34,7 @@ TRITS = """u8* at, const u8* data) {
 
 def test_trits_of_every_byte():
     data, at = np.arange(256, dtype=np.uint8), np.zeros(5 * 256, np.uint8)
-    wanted = bitstreams.unpack_trits(data, 5 * 256, 5 * 256)
+    wanted = fields.unpack_trits(data, 5 * 256, 5 * 256)
     np.testing.assert_array_equal(function(TRITS, at, data), wanted)
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compll
-from compll.backends.reference import bitstreams
 from compll.ir.storage import HUFFMAN_LONGEST, Huffman
+from tests.compll import oracles
 from tests.compll.cuda_host.pieces import compiled, decode_alike, pieces_equal
-from tests.compll.routines import stream
+from tests.compll.routines import PRINTERS, stream
 from tests.compll.wrong import refuses
 from tests.tiers import first_fast
 
@@ -50,7 +50,7 @@ def least(counts):
 
 @given(st.lists(st.integers(0, 40), min_size=16, max_size=16).filter(any))
 def test_codes_are_as_short_as_any(counts):
-    found = bitstreams.huffman_lengths(np.array(counts), 4)
+    found = oracles.huffman_lengths(np.array(counts), 4)
     assert sum(c * max(bits, 0) for c, bits in zip(counts, found, strict=True)) == least(counts)
     assert ((found < 0) == (np.array(counts) == 0)).all()
     assert sum(2.0**-bits for bits in found if bits >= 0) == 1
@@ -59,38 +59,40 @@ def test_codes_are_as_short_as_any(counts):
 @pytest.mark.parametrize("counts", [[2**i for i in range(32)], [1] * 255 + [10**9]])
 def test_no_code_is_longer_than_a_window(counts):
     counts = np.array(counts + [0] * (256 - len(counts)))
-    found = bitstreams.huffman_lengths(counts, 8)
+    found = oracles.huffman_lengths(counts, 8)
     assert found.max() <= HUFFMAN_LONGEST
     assert sum(2.0**-bits for bits in found if bits >= 0) == 1
 
 
+@pytest.mark.parametrize("printer", PRINTERS)
 @given(st.integers(0, 2**32), st.sampled_from(WIDTHS), st.sampled_from([1, 3, 1023, 1024, 6001]))
 @settings(deadline=None, max_examples=200)
-def test_both_backends_write_and_read_the_same(seed, bits, count):
+def test_both_backends_write_and_read_the_same(printer, seed, bits, count):
     rng = np.random.default_rng(seed)
     values = skewed(rng, bits, count)
-    field = bitstreams.encode_huffman(values, bits)
+    field = oracles.encode_huffman(values, bits)
     assert len(field) <= Huffman(bits=bits).most_bytes(count, count)
-    assert np.array_equal(bitstreams.decode_huffman(field, count, bits), values)
+    assert np.array_equal(oracles.decode_huffman(field, count, bits), values)
     out = np.full(len(field) + 16, 7, np.uint8)
-    end = stream("huffman").store(values, bits, out)
+    end = stream("huffman", printer).store(values, bits, out)
     assert np.array_equal(out[:end], field)
     assert (out[end:] == 7).all()
-    assert stream("huffman").load(field, count, bits) == values.tolist()
+    assert stream("huffman", printer).load(field, count, bits) == values.tolist()
 
 
-def test_codes_that_had_to_be_cut():
+@pytest.mark.parametrize("printer", PRINTERS)
+def test_codes_that_had_to_be_cut(printer):
     """Frequencies of Fibonacci numbers would take codes of up to 20 bits."""
     numbers = [1, 1]
     while len(numbers) < 21:
         numbers.append(numbers[-1] + numbers[-2])
     values = np.repeat(np.arange(len(numbers), dtype=np.uint8), numbers)
     np.random.default_rng(0).shuffle(values)
-    field = bitstreams.encode_huffman(values, 5)
+    field = oracles.encode_huffman(values, 5)
     out = np.zeros(len(field), np.uint8)
-    assert stream("huffman").store(values, 5, out) == len(field)
+    assert stream("huffman", printer).store(values, 5, out) == len(field)
     assert np.array_equal(out, field)
-    assert stream("huffman").load(field, len(values), 5) == values.tolist()
+    assert stream("huffman", printer).load(field, len(values), 5) == values.tolist()
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
@@ -98,22 +100,23 @@ def test_the_longest_field_is_within_the_bound(bits):
     """Equal frequencies, and tiles whose streams do not end with a byte."""
     for count in (1, 2, 1023, 1025, 5 * 1024 + 3):
         values = np.arange(count, dtype=np.uint8) & ((1 << bits) - 1)
-        size = len(bitstreams.encode_huffman(values, bits))
+        size = len(oracles.encode_huffman(values, bits))
         bound = Huffman(bits=bits).most_bytes(count, count)
         assert size <= bound
         assert count < 1000 or bound - size < 2 * (1 + count / 1024)
 
 
+@pytest.mark.parametrize("printer", PRINTERS)
 @given(st.integers(0, 2**32), st.sampled_from(WIDTHS), st.sampled_from([1, 1000, 1024, 5001]))
 @settings(deadline=None, max_examples=200)
-def test_damaged_fields_are_refused_or_read_alike(seed, bits, count):
+def test_damaged_fields_are_refused_or_read_alike(printer, seed, bits, count):
     rng = np.random.default_rng(seed)
-    field = bitstreams.encode_huffman(skewed(rng, bits, count), bits)
+    field = oracles.encode_huffman(skewed(rng, bits, count), bits)
     places = rng.integers(0, rng.choice([len(field), (1 << bits) // 2 + 2]), 2)
     field[places % len(field)] = rng.integers(0, 256, 2)
     field = field[: rng.choice([len(field), rng.integers(0, len(field) + 1)])]
-    wanted = bitstreams.decode_huffman(field, count, bits)
-    found = stream("huffman").load(field, count, bits)
+    wanted = oracles.decode_huffman(field, count, bits)
+    found = stream("huffman", printer).load(field, count, bits)
     assert found == (None if wanted is None else wanted.tolist())
 
 
@@ -127,14 +130,15 @@ def damaged(field):
         yield other
 
 
-def test_the_mistakes_that_are_refused():
+@pytest.mark.parametrize("printer", PRINTERS)
+def test_the_mistakes_that_are_refused(printer):
     values = np.array([0, 0, 1], np.uint8)
-    field = bitstreams.encode_huffman(values, 2)
+    field = oracles.encode_huffman(values, 2)
     assert field.tolist() == [0x22, 0, 1, 0, 0b00100000]
-    assert stream("huffman").load(field, 3, 2) == [0, 0, 1]
+    assert stream("huffman", printer).load(field, 3, 2) == [0, 0, 1]
     for wrong in damaged(field):
-        assert bitstreams.decode_huffman(wrong, 3, 2) is None
-        assert stream("huffman").load(wrong, 3, 2) is None
+        assert oracles.decode_huffman(wrong, 3, 2) is None
+        assert stream("huffman", printer).load(wrong, 3, 2) is None
 
 
 @pytest.mark.parametrize("target", ["reference", "cpu"])

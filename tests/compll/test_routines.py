@@ -1,4 +1,4 @@
-"""Routines: both printers write the same functions, and refuse what the language lacks."""
+"""Routines: all printers write the same functions, and refuse what the language lacks."""
 
 import ctypes
 import subprocess
@@ -8,6 +8,7 @@ import pytest
 
 from compll.backends.cpu.instructions import function
 from compll.backends.cuda.instructions import routine as in_cuda
+from compll.backends.reference.routines import function as in_python
 from compll.errors import UsageError
 from compll.ir.storage import rice_parameter
 from compll.routines import huffman, language, streams
@@ -101,7 +102,7 @@ def expected(numbers):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Functions of both printers, by name."""
+    """Functions of all printers, by name; for C, an array is the address of its elements."""
     routines = {
         "mixed": mixed, "shadowed": shadowed, "turns": turns,
         "rice_parameter": streams.rice_parameter, "join": huffman.join,
@@ -119,44 +120,60 @@ def printed(tmp_path_factory):
         getattr(other, name).argtypes = of
         getattr(other, name).restype = WORD
     first = Library("routines", {n: function(r) for n, r in routines.items()}, kinds)
-    return {"cpu": lambda n: first.functions[n], "cuda": lambda n: getattr(other, n)}
+
+    def called(name):
+        of = in_python(routines[name])
+
+        def call(*args):
+            given = [(memoryview(a).cast("B"), 0) if hasattr(a, "dtype") else (a,) for a in args]
+            return of(*(x for each in given for x in each))
+
+        return call
+
+    def addressed(of):
+        return lambda *args: of(*(getattr(a, "ctypes", a) for a in args))
+
+    return {
+        "cpu": lambda n: addressed(first.functions[n]),
+        "cuda": lambda n: addressed(getattr(other, n)), "python": called,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+@pytest.mark.parametrize("printer", ["cpu", "cuda", "python"])
 def test_statements(printed, printer):
     numbers = np.random.default_rng(0).integers(-50, 90, 40, dtype=np.int32)
     out = np.zeros(40, np.int64)
-    total = printed[printer]("mixed")(numbers.ctypes.data, 40, out.ctypes.data)
+    total = printed[printer]("mixed")(numbers, 40, out)
     assert (total, out.tolist()) == expected(numbers)
 
 
-@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+@pytest.mark.parametrize("printer", ["cpu", "cuda", "python"])
 def test_names(printed, printer):
     assert printed[printer]("shadowed")(5) == 7 + 7 + 10
 
 
-@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+@pytest.mark.parametrize("printer", ["cpu", "cuda", "python"])
 def test_names_of_a_loop_end_with_it(printed, printer):
     """A second turn binds them anew."""
     numbers = np.arange(6, dtype=np.int32)
-    assert printed[printer]("turns")(numbers.ctypes.data, 6) == 15 + 2 * 6
+    assert printed[printer]("turns")(numbers, 6) == 15 + 2 * 6
 
 
-@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+@pytest.mark.parametrize("printer", ["cpu", "cuda", "python"])
 def test_rice_parameter(printed, printer):
     given = [(count, n) for n in (1, 2, 5, 1000, 10**9) for count in (0, 1, 2, n // 3, n)]
     found = [printed[printer]("rice_parameter")(*each) for each in given]
     assert found == [rice_parameter(*each) for each in given]
 
 
-@pytest.mark.parametrize("printer", ["cpu", "cuda"])
+@pytest.mark.parametrize("printer", ["cpu", "cuda", "python"])
 @pytest.mark.parametrize("weights, depths", [
     ([], []), ([7], [0]), ([1, 1], [1, 1]), ([1, 1, 2, 4], [3, 3, 2, 1]), ([5] * 4, [2] * 4),
 ])  # fmt: skip
 def test_tree(printed, printer, weights, depths):
     tree, parents = np.full(34, -1, np.int64), np.zeros(34, np.int32)
     tree[1 : 1 + len(weights)] = weights
-    printed[printer]("join")(tree.ctypes.data + 8, parents.ctypes.data, len(weights))
+    printed[printer]("join")(tree[1:], parents, len(weights))
     assert tree[1 : 1 + len(depths)].tolist() == depths
     assert tree[0] == -1  # also without weights
 

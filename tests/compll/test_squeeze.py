@@ -10,7 +10,7 @@ from compll.backends.cpu import instructions, jit
 from compll.backends.cpu.backend import TileKernels
 from compll.runtime.batches import Encoding
 from tests.compll.cuda_host.pieces import pieces_equal
-from tests.compll.routines import stream
+from tests.compll.routines import PRINTERS, stream
 from tests.tiers import first_fast
 
 CHOSEN = """name: chosen
@@ -53,16 +53,17 @@ def test_selected_elements_are_put_together_in_order(at_once, group, tmp_path, m
     ordered()
 
 
+@pytest.mark.parametrize("printer", PRINTERS)
 @given(st.lists(st.one_of(st.integers(0, 3), st.integers(0, 1 << 21)), min_size=1, max_size=300))
-def test_gaps_of_all_sizes_come_back(gaps):
+def test_gaps_of_all_sizes_come_back(printer, gaps):
     places = np.cumsum(np.array(gaps, np.int64) + 1) - 1
     count, n = len(gaps), int(places[-1]) + 1
     out = np.full(4 * count + 1, 201, np.uint8)
-    end = stream("gaps").store(places, n, out)
+    end = stream("gaps", printer).store(places, n, out)
     assert out[end] == 201  # no byte is written behind them
-    assert stream("gaps").load(out[:end], count, n) == places.tolist()
-    assert stream("gaps").load(out[:end], count, n - 1) is None
-    assert stream("gaps").load(out[:end], count + 1, n) is None
+    assert stream("gaps", printer).load(out[:end], count, n) == places.tolist()
+    assert stream("gaps", printer).load(out[:end], count, n - 1) is None
+    assert stream("gaps", printer).load(out[:end], count + 1, n) is None
 
 
 CUT = """name: cut

@@ -4,12 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import compll
-from compll.ir.storage import STORAGES
-from compll.numerics import numbers
 
 #: whose values do not depend on the gradient's magnitude; whose norm is a sum of squares
 SIGNS, SQUARES = {"mxnet_1bit", "signsgd", "signum"}, {"qsgd", "qsparse"}
@@ -99,14 +95,6 @@ def test_indices_and_counts_out_of_range(rng):
         endless[8 : 8 + length] = 255
         with pytest.raises(compll.PayloadError):
             codec.decode(endless, n)
-
-
-@given(st.sets(st.integers(0, 2**34), max_size=50))
-def test_gaps_round_trip(positions):
-    where = np.array(sorted(positions), np.int64)
-    data = numbers.encode_gaps(where)
-    assert np.array_equal(numbers.decode_gaps(data, len(where)), where)
-    assert len(data) <= STORAGES["gaps"].most_bytes(len(where), 2**34 + 1, 1)
 
 
 @pytest.mark.parametrize(

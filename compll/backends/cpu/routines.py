@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -27,8 +26,8 @@ from compll.ir.tile import Array, Call, Compact, Value, Walk
 from compll.numerics import draws
 from compll.numerics.numbers import Tries
 from compll.passes.arrays import counting, sampled
-from compll.routines import huffman, streams, tables
-from compll.routines.language import Routine
+from compll.routines import streams, tables
+from compll.routines.streams import STREAMS
 
 # ---- searches -----------------------------------------------------------------------------------
 # Searches of a piece: the k-th largest, thresholds by counts, quantiles.
@@ -196,22 +195,6 @@ SEARCHES: dict[str, Callable[[Printer, WalkCalls, Call], None]] = {
 
 # ---- fields -------------------------------------------------------------------------------------
 # Routines of payload fields: those of varying length are stored and loaded, positions checked.
-
-
-class Coder(NamedTuple):
-    """Routines that store values of varying length, and load them."""
-
-    store: Routine
-    load: Routine
-
-
-#: routines that store and load fields of varying length
-STREAMS = {
-    "gaps": Coder(streams.store_gaps, streams.load_gaps),
-    "golomb": Coder(streams.store_golomb, streams.load_golomb),
-    "runs": Coder(streams.store_runs, streams.load_runs),
-    "huffman": Coder(huffman.store_huffman, huffman.load_huffman),
-}
 
 
 def stream(printer: Printer, call: Call) -> ir.Value | None:

@@ -51,7 +51,7 @@ from compll.numerics import draws
 from compll.numerics.numbers import LANES, lane_count
 
 # ---- trit tiles ---------------------------------------------------------------------------------
-# Trits of a tile, five in a byte: [Note: trits] in reference/bitstreams.py.
+# Trits of a tile, five in a byte: [Note: trits] in reference/fields.py.
 # Within a walk each code of a tile takes a byte; the codes are packed once all are known.
 
 DIGITS, ONES = 5, 121

@@ -1,4 +1,9 @@
-"""Payload fields as the reference writes and reads them, and checks of payloads."""
+"""Payload fields as the reference writes and reads them, and checks of payloads.
+
+[Note: trits] A tile of m values takes w = ceil(m / 5) bytes; value i is the digit of byte i mod w
+with weight 3**(4 - i div w), and digits beyond m are 1. So bytes are below 243, and a byte of ones
+is 121.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compll.backends.reference import bitstreams
+from compll.backends.reference import routines
 from compll.errors import PayloadError
 from compll.ir.expr import walk
 from compll.ir.layout import families, header, items, limits, tile_of
@@ -56,6 +61,30 @@ def _codes(f: Field, values: Any) -> Any:
     return code(values, f.most or (1 << f.bits) - 1)
 
 
+#: weights of the trits of a byte
+WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint8)[:, None]
+
+
+def pack_trits(codes: Any, tile: int) -> U8:
+    """Trits as bytes, tile after tile."""
+    return numbers.pack_digits(codes.astype(np.uint8), WEIGHTS, 1, tile)
+
+
+def unpack_trits(data: U8, count: int, tile: int) -> U8:
+    """Inverse of pack_trits."""
+    return numbers.unpack_digits(data, count, WEIGHTS, 3, tile)
+
+
+def _write_runs(f: Field, x: Any, n: int, tile: int) -> U8:
+    data = pack_trits(x, tile)
+    return routines.stored(f.layout, data, n, len(data))
+
+
+def _read_runs(f: Field, data: U8, count: int, n: int, tile: int) -> U8 | None:
+    full = routines.loaded(f.layout, data, f.layout.most_bytes(count, n, tile), n)
+    return None if full is None else unpack_trits(full, count, tile)
+
+
 TYPES = {
     "float32": _plain("<f4", np.asarray, np.asarray),
     "int32": _integer("<i4"), "uint32": _integer("<u4"), "uint16": _integer("<u2"),
@@ -64,22 +93,18 @@ TYPES = {
         lambda f, x, n, tile: numbers.pack(_codes(f, x).astype(np.uint8), f.bits, tile),
         lambda f, data, count, n, tile: numbers.unpack(data, count, f.bits, tile)),
     "trit": PayloadType(
-        lambda f, x, n, tile: bitstreams.pack_trits(x, tile),
-        lambda f, data, count, n, tile: bitstreams.unpack_trits(data, count, tile)),
-    "runs": PayloadType(
-        lambda f, x, n, tile: bitstreams.shorten_runs(bitstreams.pack_trits(x, tile)),
-        lambda f, data, count, n, tile: bitstreams.unpack_runs(data, count, tile),
-        "runs of {} trits"),
+        lambda f, x, n, tile: pack_trits(x, tile),
+        lambda f, data, count, n, tile: unpack_trits(data, count, tile)),
+    "runs": PayloadType(_write_runs, _read_runs, "runs of {} trits"),
     "huffman": PayloadType(
-        lambda f, x, n, tile: bitstreams.encode_huffman(_codes(f, x), f.bits),
-        lambda f, data, count, n, tile: bitstreams.decode_huffman(data, count, f.bits),
+        lambda f, x, n, tile: routines.stored(
+            f.layout, _codes(f, x), f.bits, f.layout.most_bytes(len(x), n, tile)),
+        lambda f, data, count, n, tile: routines.loaded(f.layout, data, count, f.bits),
         "Huffman codes of {} numbers"),
-    "gaps": PayloadType(
-        lambda f, at, n, tile: numbers.encode_gaps(at),
-        lambda f, data, count, n, tile: numbers.decode_gaps(data, count), "{} positions"),
-    "golomb": PayloadType(
-        lambda f, at, n, tile: bitstreams.encode_golomb(at, n),
-        lambda f, data, count, n, tile: bitstreams.decode_golomb(data, count, n), "{} positions"),
+    **dict.fromkeys(POSITIONS, PayloadType(
+        lambda f, at, n, tile: routines.stored(
+            f.layout, at, n, f.layout.most_bytes(len(at), n, tile)),
+        lambda f, data, count, n, tile: routines.loaded(f.layout, data, count, n), "{} positions")),
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 // Codes of positions: gaps (LEB128), and Golomb-Rice codes ([Note: bit streams] in
-// bitstreams.py). A prefix sum of lengths gives the place to write a code; streams.cuh finds the place
+// routines/streams.py). A prefix sum of lengths gives the place to write a code; streams.cuh finds the place
 // to read one.
 
 D i64 gap_of(const i32* idx, i64 j) { return (i64)idx[j] - (j ? idx[j - 1] : -1); }
@@ -57,7 +57,7 @@ D bool stream_ended(const u8* data, i64 bit, i64 end) {
 
 // ---- runs of trits ----
 
-// Runs of the byte of ones, shortened: [Note: trits] in bitstreams.py. The code of a byte depends on the start
+// Runs of the byte of ones, shortened: [Note: runs] in routines/streams.py. The code of a byte depends on the start
 // of its run, which is known from the last other byte before it.
 // Blocks have 256 threads, a thread eight bytes.
 

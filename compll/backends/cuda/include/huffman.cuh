@@ -1,4 +1,4 @@
-// Huffman codes: [Note: huffman] in bitstreams.py. A thread of a block of 256 has a number of the head; in
+// Huffman codes: [Note: huffman] in routines/huffman.py. A thread of a block of 256 has a number of the head; in
 // other blocks a thread has a tile.
 constexpr int COPIES = 8;
 

@@ -307,7 +307,7 @@ template <int BITS> D u32 code_at(const u8* data, int m, int i) {
   return ((u32)data[i % width] >> ((i / width) * BITS)) & ((1u << BITS) - 1u);
 }
 
-// [Note: trits] in bitstreams.py: a tile of m codes (a byte each, in shared memory)
+// [Note: trits] in reference/fields.py: a tile of m codes (a byte each, in shared memory)
 D void pack_trits(const u8* codes, u8* out, int m, int u, int team) {
   const int width = (m + 4) / 5;
   for (int b = u; b < width; b += team) {
