@@ -151,14 +151,16 @@ class Compact:
 class Walk:
     """A loop over the tiles of a domain: the elements of a piece, of a selection or of a matrix.
 
-    folds: values that are totalled over all tiles. Random draws of a matrix are numbered from its
-    own first element.
+    folds: values that are totalled over all tiles. product: a short product of which the walk
+    computes elements as it reads them, so its array is none of the kernel's. Random draws of a
+    matrix are numbered from its own first element.
     """
 
     stores: list[Store] = field(default_factory=list)
     folds: list[Value] = field(default_factory=list)
     compacts: list[Compact] = field(default_factory=list)
     domain: Domain = ELEMENTS
+    product: Call | None = None
 
     @property
     def roots(self) -> list[Value]:
@@ -290,8 +292,10 @@ class Kernel:
 
 
 def flat(steps: Iterable[Op]) -> Iterator[Op]:
-    """All steps, including those within `When`."""
+    """All steps, including those within `When`, and products within walks."""
     for step in steps:
+        if isinstance(step, Walk) and step.product is not None:
+            yield step.product
         yield step
         if isinstance(step, When):
             yield from flat(step.steps)
@@ -363,7 +367,11 @@ def _step(step: Op, names: dict[Value, str]) -> list[str]:
         return [*_known([step.value], names), f"  {_store(step, names)}"]
     limits = [compact.limit for compact in step.compacts if compact.limit is not None]
     over = f" of {_set(step.domain)}" * (step.domain != ELEMENTS)
-    lines = [f"for each tile{over}:", *_known([*step.roots, *limits], names)]
+    lines = [f"for each tile{over}:"]
+    if step.product is not None:
+        *known, made = _call(step.product, names)
+        lines += [*known, f"  {made}"]
+    lines += _known([*step.roots, *limits], names)
     lines += [f"  {_store(s, names)}" for s in step.stores]
     return lines + [line for compact in step.compacts for line in _compact(compact, names)]
 

@@ -3,7 +3,8 @@
 Lowering leaves a step for every value that takes one, in the order in which values need each other.
 Here a step that is no walk comes as soon as all that it needs exists; walks over the same elements
 that are ready at once become one walk. A walk that overwrites a state or the gradient is ready once
-nobody else reads the old values, except the walk itself, element by element.
+nobody else reads the old values, except the walk itself, element by element. Last, short products
+move into the walks that read them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from compll.ir.tile import (
     When,
     order,
 )
+from compll.passes.arrays import OWN
 from compll.passes.values import Unsupported
 
 #: the identity of a result of a step: an array, the fold of a total, a routine's value, or a count
@@ -72,6 +74,7 @@ def fuse(kernel: Kernel) -> None:
             raise Unsupported("values that wait for each other")
         ordered.append(joined([waiting.pop(i) for i in taken]))
     kernel.steps = ordered
+    inline(kernel)
 
 
 def chosen(waiting: dict[int, Node], ready: list[int]) -> list[int]:
@@ -126,6 +129,43 @@ def joined(nodes: list[Node]) -> Op:
     if len(guards) == 1 and isinstance(first, When):
         return When(first.condition, first.wanted, [walk])
     return walk
+
+
+# products
+
+
+def inline(kernel: Kernel) -> None:
+    """Put each short product into the walk that reads it, if no other step does, and nothing in
+    between overwrites what it is made of: the walk computes its elements, and no array holds them.
+
+    Several readers would each compute all of it again, and routines read its elements often.
+    """
+    steps = kernel.steps
+    for call in [s for s in steps if isinstance(s, Call) and s.routine == "product" and s.attr]:
+        (made,) = call.made
+        readers = [step for step in steps if made in dict(read(step))]
+        walk = readers[0] if len(readers) == 1 else None
+        if not isinstance(walk, Walk) or not simple(walk, made):
+            continue
+        between = steps[steps.index(call) : steps.index(walk)]
+        if dict(read(call)).keys().isdisjoint(key for step in between for key in overwritten(step)):
+            walk.product = call
+            steps.remove(call)
+            kernel.scratch.remove(made)
+
+
+def simple(walk: Walk, product: Array) -> bool:
+    """True if a walk over the elements only stores values made of the same elements of the product
+    and of arrays that are not the kernel's own."""
+    lanes = [v for v in walk.values if v.level != "piece"]
+    own = {v.attr for v in lanes if v.op == "load" and v.attr.role == "scratch"}
+    plain = all(v.level == "element" and v.op not in OWN for v in lanes)
+    stores = all(
+        s.array.role in ("state", "gradient", "scratch") and not s.packed and s.place is None
+        for s in walk.stores
+    )
+    alone = not (walk.folds or walk.compacts) and walk.domain == ELEMENTS
+    return own == {product} and plain and stores and alone
 
 
 # dependences

@@ -262,7 +262,8 @@ def hops(module: Module, encode: Kernel) -> bool:
     """True if decode-add-encode can be one kernel: decode is elementwise, and one walk encodes."""
     walks = [step for step in encode.steps if not isinstance(step, Store)]
     elementwise = module.decoded is not None and not module.selections and is_fixed(module)
-    return elementwise and len(walks) == 1 and isinstance(walks[0], Walk)
+    plain = len(walks) == 1 and isinstance(walks[0], Walk) and walks[0].product is None
+    return elementwise and plain
 
 
 def opened(module: Module, kernel: Kernel, **how: bool) -> Arrays:

@@ -124,11 +124,7 @@ class Sizes:
         if isinstance(step, Call):
             if step.routine in FIELDS or samples(step):
                 return None
-            for view in step.views:
-                values = list(order_inside([view.value]))
-                needs += tuple(v for v in values if v.level == "piece")
-                for v in values:
-                    self.read(v, self.domain(view.domain), reads)
+            needs = self.views(step, reads)
             if step.routine == "kth_largest":  # keys of all elements, which are read again
                 writes["keys"] = reads["keys"] = WORD * self.domain(step.views[0].domain)
             elif step.routine not in SEARCHES:
@@ -142,10 +138,23 @@ class Sizes:
                 self.read(v, size, reads)
             writes = {s.array.name: self.stored(s, size) for s in stores}
             needs = tuple(v for v in step.values if v.level == "piece")
+            if step.product is not None:
+                del reads[step.product.made[0].name]
+                needs += self.views(step.product, reads)
         reads, writes = ({k: v for k, v in each.items() if v} for each in (reads, writes))
         read, written = sum(reads.values()), sum(writes.values())
         large = max([0.0, *reads.values(), *writes.values()]) > SMALL
         return Pass(tuple(reads), tuple(writes), read, written, needs) if large else None
+
+    def views(self, call: Call, reads: dict[str, float]) -> tuple[Value, ...]:
+        """Add the arrays that a routine reads to `reads`; the piece's values that it needs."""
+        needs: tuple[Value, ...] = ()
+        for view in call.views:
+            values = list(order_inside([view.value]))
+            needs += tuple(v for v in values if v.level == "piece")
+            for v in values:
+                self.read(v, self.domain(view.domain), reads)
+        return needs
 
     def stored(self, s: Store, size: float) -> float:
         """Bytes that a walk over so many elements stores."""

@@ -15,7 +15,7 @@ from compll.ir.module import REFERENCE, Field, Module
 from compll.ir.static import Number as HostNumber
 from compll.ir.static import evaluate
 from compll.ir.storage import WITH_BITS
-from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, Walk, When, order
+from compll.ir.tile import FIELDS, Kernel, Op, Store, Value, Walk, When, order, order_inside
 from compll.ir.tile import Call as Routine
 from compll.ir.tile import text as tile_text
 from compll.passes import fusion, lower
@@ -278,6 +278,10 @@ def passes(module: Module) -> Iterator[str]:
     yield from rounds_text(module)
 
 
+#: instructions that read elements of arrays
+READS = ("load", "unpack", "at", "spread")
+
+
 class _Passes:
     """The steps of an encode in words of its spec."""
 
@@ -312,9 +316,13 @@ class _Passes:
 
     def walk(self, walk: Walk) -> Iterator[str]:
         """The parts of a walk."""
-        read = (v for v in walk.values if v.op in ("load", "unpack", "at", "spread"))
+        product = [] if walk.product is None else [walk.product]
+        views = [view.value for call in product for view in call.views]
+        read = (v for v in order_inside([*walk.roots, *views]) if v.op in READS)
         reads = {v.attr.name for v in read if v.level == "element"}
+        reads -= {a.name for call in product for a in call.made}
         yield f"  reads {', '.join(sorted(reads)) or 'nothing'}"
+        yield from (f"  computes {self.line(call)}" for call in product)
         totals = {v.args[0]: v for v in self.kernel.exprs if v.op == "total"}
         whole = " over the whole tensor" * (self.module.group > 0)
         for fold in (v for v in walk.values if v.op == "fold"):

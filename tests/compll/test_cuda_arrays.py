@@ -8,6 +8,7 @@ from compll.backends.cuda import plans
 from compll.backends.cuda import source as cuda_source
 from compll.backends.cuda.plans import PlanBuilder
 from compll.errors import UsageError
+from compll.ir.tile import Call
 from compll.numerics.matrices import CHUNK
 from compll.passes import lower
 from compll.runtime.batches import Encoding
@@ -153,6 +154,38 @@ def test_products_of_several_chunks(tmp_path, rng):
     for n in lengths:
         x = rng.standard_normal(n).astype(np.float32)
         np.testing.assert_array_equal(*(codec.encode(x) for codec in codecs))
+
+
+FACTORS = """
+name: factors
+encode:
+  w: ceil(sqrt(n))
+  h: ceil(n / w)
+  p: matrix(g, w) @ random_matrix(w, 3)
+  q: transpose(matrix(g, w)) @ random_matrix(h, 3)
+payload: {{p: "float32[h, 3]", q: "float32[w, 3]"}}
+decode: {decode}
+feedback: error
+"""
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        "flat(p @ transpose(q)) / max(1, max(p @ transpose(q)))",
+        "hadamard(flat(p @ transpose(q)), 64)",
+    ],
+    ids=["two walks", "a routine"],
+)
+def test_a_short_product_that_is_stored_for_its_readers(decode, tmp_path, rng):
+    text = FACTORS.format(decode=decode)
+    lengths = (2001, 1, 64, 1024)
+    on = ("cpu", "cuda")
+    pieces_equal(text, tmp_path, rng.standard_normal, lengths=lengths, writeback=True, on=on)
+    module, _ = type_check(str(tmp_path / "spec.yaml"), {})
+    for kernel in lower.kernels(module)["first"]:
+        assert all(walk.product is None for walk in kernel.walks)
+        assert any(isinstance(s, Call) and s.routine == "product" and s.attr for s in kernel.steps)
 
 
 def test_chunks_are_added_up_by_themselves(tmp_path):

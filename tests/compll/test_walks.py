@@ -10,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from compll.ir.tile import SEARCHES, Array, Call, Kernel, Value, flat, order_inside
-from compll.passes import lower
+from compll.ir.tile import (
+    GRADIENT,
+    SEARCHES,
+    Array,
+    Call,
+    Kernel,
+    Store,
+    Value,
+    View,
+    Walk,
+    flat,
+    order_inside,
+    text,
+)
+from compll.passes import fusion, lower
 from compll.runtime.library import type_check
 from tests.compll.conftest import CASES, label
 
@@ -75,3 +88,30 @@ def test_no_kernel_walks_more_often_or_moves_more_bytes(golden):
 def test_what_is_counted(golden):
     """A walk reads gradient and residual, and writes both with an eighth of a byte of signs."""
     assert golden["onebit_group"]["encode_feed"] == [1, 16.125]
+
+
+def test_a_walk_computes_the_short_product_that_it_alone_reads():
+    """The product of PowerSGD's factors, in the decode of its rounds, too."""
+    parts = lower.kernels(type_check("powersgd", {})[0])
+    kernels = {kernel.name: kernel for part in parts.values() for kernel in part}
+    for name in ("rounds", "rounds_feed", "encode_feed", "decode_set", "decode_add"):
+        kernel = kernels[name]
+        (product,) = [walk.product for walk in kernel.walks if walk.product is not None]
+        assert product not in kernel.steps
+        assert product in flat(kernel.steps)
+        assert not set(product.made) & set(kernel.scratch)
+        assert f"\n    {product.made[0].name} = product 1, " in text(kernel)
+
+
+@pytest.mark.parametrize("overwritten", [True, False])
+def test_a_product_is_not_computed_after_its_input_has_changed(overwritten):
+    state, made, other = Array("s", "state"), Array("a0", "scratch"), Array("s1", "state")
+    given, product, g = (
+        Value("load", (), "f32", "element", array) for array in (state, made, GRADIENT)
+    )
+    call = Call("product", (View(given), View(given)), (made,), attr=1)
+    between = Walk([Store(state if overwritten else other, g)])
+    kernel = Kernel("decode", "set", type_check("powersgd", {})[0], 1024, scratch=[made])
+    kernel.steps = [call, between, Walk([Store(GRADIENT, product)])]
+    fusion.inline(kernel)
+    assert (call in kernel.steps) == (made in kernel.scratch) == overwritten

@@ -31,12 +31,11 @@ from compll.backends.cpu.interface import narrow
 from compll.backends.cpu.lanes import halved
 from compll.backends.cpu.printer import Printer, Source, evaluated, values_of_piece, wide
 from compll.backends.cpu.products import WIDE, least_of
-from compll.ir.tile import ELEMENTS, Call, Extents, Kernel, Store, Walk, order
+from compll.ir.tile import Call, Extents, Store, Walk
 from compll.numerics import draws
 from compll.numerics.bits import clamp
 from compll.numerics.matrices import TINY
 from compll.numerics.numbers import LANES, sum_units
-from compll.passes.arrays import OWN
 
 # ---- routines -----------------------------------------------------------------------------------
 # Transforms, orthonormal columns, sums by index and draws, bit for bit as in
@@ -459,31 +458,3 @@ def store(p: Printer, s: Store, value: ir.Value, place: ir.Value, count: int) ->
     if s.array.role == "state":
         value = finite_or(b, value, load_as(b, to, storage, count), storage)
     b.store(stored_as(b, value, storage), to, align=1)
-
-
-def fused(kernel: Kernel) -> dict[Walk, Call]:
-    """Short products whose elements only one walk needs, by that walk."""
-    calls_of = {}
-    for call in [
-        s for s in kernel.steps if isinstance(s, Call) and s.routine == "product" and s.attr
-    ]:
-        (f,) = call.made
-        others = [s for s in kernel.steps if isinstance(s, Call)]
-        walks = [w for w in kernel.walks if any(v.attr == f for v in w.values)]
-        seen = any(v.attr == f for s in others for view in s.views for v in order([view.value]))
-        if len(walks) == 1 and not seen and simple(walks[0]):
-            calls_of[walks[0]] = call
-    return calls_of
-
-
-def simple(walk: Walk) -> bool:
-    """True if a walk only stores values made of the same elements of arrays."""
-    stores = all(
-        s.array.role in ("state", "gradient", "scratch") and not s.packed and s.place is None
-        for s in walk.stores
-    )
-    lanes = [v for v in walk.values if v.level == "element"]
-    plain = not any(v.op in OWN for v in lanes)
-    products = {v.attr for v in lanes if v.op == "load" and v.attr.role == "scratch"}
-    alone = not (walk.folds or walk.compacts) and walk.domain == ELEMENTS
-    return stores and plain and alone and len(products) == 1

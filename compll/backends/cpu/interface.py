@@ -64,7 +64,7 @@ def array_bytes(kernel: Kernel, n: int) -> int:
     sizes = [n, *(elements(a.domain.dims, n) for a in kernel.scratch if a.domain.dims)]
     item = 1 if all(a.storage.packed for a in kernel.scratch) else 4  # bytes, at most
     most = [item * (size + kernel.tile + SLACK) for size in sizes]
-    most += [size for s in kernel.steps if isinstance(s, Call) for size in wanted(s, n)]
+    most += [size for s in flat(kernel.steps) if isinstance(s, Call) for size in wanted(s, n)]
     return max(most) + 63 & -64
 
 

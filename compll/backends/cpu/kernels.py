@@ -101,8 +101,6 @@ class KernelPrinter:
     def __init__(self, module: ir.Module, kernel: Kernel) -> None:
         self.kernel, self.printer = kernel, Printer(module, kernel)
         self.b = self.printer.b
-        #: calls of products whose elements a walk computes where it stores them
-        self.fused = calls.fused(kernel)
         self.walks = WalkCalls(self.printer)
         #: in a check, the block that ends it
         self.wrong: ir.Block | None = None
@@ -159,8 +157,8 @@ class KernelPrinter:
     def walk(self, walk: Walk) -> None:
         """A walk, which makes counts of its selections."""
         p = self.printer
-        if walk in self.fused:
-            return calls.walk(p, walk, self.fused[walk])
+        if walk.product is not None:
+            return calls.walk(p, walk, walk.product)
         for compact in walk.compacts:
             most = c(0) if compact.limit is None else p.value(compact.limit)
             self.walks.open_counts(compact.selection, most)
@@ -170,14 +168,14 @@ class KernelPrinter:
         return p.fields()
 
     def call(self, step: Call) -> None:
-        """A routine, unless a walk calls it. That of a field may find the payload wrong."""
+        """A routine. That of a field may find the payload wrong."""
         if step.routine in routines.SEARCHES:
             routines.SEARCHES[step.routine](self.printer, self.walks, step)
         elif step.routine in routines.FIELDS:
             good = routines.FIELDS[step.routine](self.printer, step)
             if good is not None:
                 self.require(good, positions=self.printer.spec.decode.op == "scatter")
-        elif not any(step is call for call in self.fused.values()):
+        else:
             calls.emit(self.printer, step)
 
     def when(self, step: When) -> None:

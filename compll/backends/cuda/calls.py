@@ -2,7 +2,8 @@
 their bodies.
 
 A routine reads views of arrays (see View in arrays.cuh); an expression of several arrays is stored
-as one first. An element that takes few steps has no kernel: it is computed on each read.
+as one first. Drawn positions, and products that walks compute, have no kernel: their elements are
+computed on each read.
 """
 
 from __future__ import annotations
@@ -86,10 +87,11 @@ class Calls:
 
     def product(self, call: Call, views: list[Text]) -> None:
         """A product, a part of it per block, and of its inner dimension a chunk; then sums of
-        several chunks. Elements of short products are computed on each read."""
+        several chunks. A short one is added up by a thread per element."""
         a, other = views
         if call.attr:
-            self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
+            with self.over("product", call.made[0].domain) as b:
+                b.add(f"{self.made(b, call)}[i] = short_product({a(b)}, {other(b)}, i);")
             return
         name, inner = self.plan.fresh("parts"), extents(call.views[0])
         blocks, kept, joined = (
@@ -106,6 +108,11 @@ class Calls:
             b.add(f"const i64 i = own * {MULTIPLY} + threadIdx.x;")
             total = f"sum_chunks({parts} + i, {chunks}, {size})"
             b.add(f"if (i < {size}) {self.made(b, call)}[i] = {total};")
+
+    def inlined(self, call: Call) -> None:
+        """Have the walk that comes next compute the elements of a short product."""
+        a, other = [self.view(v) for v in call.views]
+        self.lazily(call, lambda b, i: f"short_product({a(b)}, {other(b)}, {i})")
 
     def orthonormal(self, call: Call, views: list[Text]) -> None:
         """Orthonormal columns: a block makes all of them in order; see [Note: orthonormal]."""

@@ -39,6 +39,7 @@ from compll.ir.tile import (
     Walk,
     When,
     count_of,
+    flat,
     order,
 )
 from compll.passes import lower
@@ -121,6 +122,8 @@ class Steps(Printer):
 
     def walk(self, walk: Walk) -> None:
         """A walk's kernel, after the counts that it needs. It leaves the parts of its totals."""
+        if walk.product is not None:
+            self.calls.inlined(walk.product)
         self.count(walk)
         region, totals = self.region(walk), {f: self.plan.fresh("part") for f in walk.folds}
         self.parts |= {fold: (name, region) for fold, name in totals.items()}
@@ -165,7 +168,7 @@ def source(module: Module, threads: int = 256) -> Source:
     shape = shape_of(layout.tile_of(module), threads, packed)
     try:
         kernels = [k for part in lower.kernels(module, "cuda").values() for k in part]
-        mixing = any(mixes(step) for k in kernels for step in k.steps)
+        mixing = any(mixes(step) for k in kernels for step in flat(k.steps))
         result = Source(header("arrays") if mixing else "", shape)
         result.hops = [k for k in kernels if k.kind == "hop"]
         # an encode that cuts comes later, and replaces the one that does not
@@ -262,7 +265,8 @@ def alone(kernel: Kernel) -> bool:
     if others or not isinstance(first, Walk) or first.domain.of or first.folds or first.compacts:
         return False
     adds = [s.array for s in first.stores] == [GRADIENT]
-    return adds and not any(v.op in ("draw", "spread") for v in first.values)
+    plain = first.product is None and not any(v.op in ("draw", "spread") for v in first.values)
+    return adds and plain
 
 
 def check(p: Steps, kernel: Kernel) -> None:
