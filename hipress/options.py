@@ -150,7 +150,7 @@ class Options:
         metadata=_option(
             "bytes of a GPU's memory that kernels may need for a tensor; a tensor that needs "
             "more stays uncompressed. Default 2 GiB; `topk` needs 4 bytes an element of the "
-            "largest tensor, `powersgd` 8, `dgc` 20, `thc` 40, compressors in groups none",
+            "largest tensor, `powersgd` 4, `dgc` 16, `thc` 20, compressors in groups none",
             kinds=int,
             wanted="a whole number of bytes",
         ),

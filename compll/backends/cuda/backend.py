@@ -21,6 +21,7 @@ import numpy as np
 
 from compll.backends.cuda.device import CupyDevice, cupy
 from compll.backends.cuda.launch import Batch, Launching, alone
+from compll.backends.cuda.plans import separate
 from compll.backends.cuda.source import hop_source, source
 from compll.errors import UsageError
 from compll.ir.layout import Before, rounds
@@ -81,15 +82,15 @@ class Kernels(Launching):
     def fresh(self, table: I64) -> tuple[dict[str, Any], I64]:
         """Zero states for a call without states, and a table for them."""
         b, table = self.keeper.once(table, (self, "fresh"), self.make_fresh)
-        arrays = self.lend("fresh", b)
-        for held, (_, count) in zip(arrays, b.scratch, strict=True):
-            held[:count] = 0
+        arrays = self.lend("states", b)
+        for held in arrays:
+            held[:] = 0
         return dict(zip((s.name for s in self.module.states), arrays, strict=True)), table
 
     def make_fresh(self, table: I64) -> tuple[Batch, I64]:
         """The memory of such states, and the table."""
         wanted, changed = fresh(self.module, table)
-        scratch = tuple(wanted.values())
+        scratch = separate(tuple(wanted.values()))
         return Batch(changed, None, None, None, None, scratch, [], {}), hold(changed)
 
     @alone

@@ -188,9 +188,11 @@ class Body:
         """The first block of a grid of piece `of`, among those of all pieces."""
         return f"first[{grid} * (pieces + 1) + {of}]"
 
-    def memory(self, name: str, dtype: str, grid: int, factor: int = 1) -> str:
+    def memory(
+        self, name: str, dtype: str, grid: int, factor: int = 1, *, kept: bool = False
+    ) -> str:
         """The piece's part of scratch memory with `factor` values per item of a grid."""
-        self.plan.memory(name, dtype, grid, factor)
+        self.plan.memory(name, dtype, grid, factor, kept=kept)
         kind = MEMORY.get(dtype, "float")
         item = "p" if grid < 0 else self.first_item(grid)
         return self.hoist(f"p_{name}", f"{kind}* const p_{name} = {name} + {item} * (i64){factor};")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.nvrtc import kept
-from compll.backends.cuda.plans import GRADIENTS, Source
+from compll.backends.cuda.plans import GRADIENTS, Place, Source, within
 from compll.errors import PayloadError, UsageError
 
 _NULL = np.uint64(0)
@@ -93,6 +93,10 @@ class CupyDevice:
         self.check_device()
         self.check_capture()
         return zeros(count, dtype)
+
+    def part(self, zone: Any, place: Place) -> Any:
+        """An array within bytes of device memory."""
+        return within(zone, place)
 
     def capturing(self) -> bool:
         """True if a CUDA graph is being captured from the current stream."""

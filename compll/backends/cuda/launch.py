@@ -3,12 +3,13 @@
 [Note: what lives how long] The device copy of a table, and of other numbers, lives as long as the
 array that the caller holds (see [Note: held numbers]). For arrays that are not held, the codec
 keeps copies of the latest ones, by content; a CUDA graph cannot capture calls with those. Scratch
-memory belongs to a stream and to plans that need the same arrays, and all tables share it. It is
-zero before the first call, and each call leaves it as the next one needs it. It grows with the
-largest table, and lives while a table that used it does. What a captured call uses lives as long as
-the call's table, since the graph points there. Its scratch memory becomes that of graphs: a replay
-may run beside later calls of other streams, since the next one that is not captured gets other
-memory. Earlier calls may have used the graph's, so its launches come after them.
+memory belongs to a stream, on which all encodes of all tables share it, and so do all decodes. It
+has a zone that is zero between calls, and one that holds anything, where arrays overlap that a call
+does not use at once. It grows with the largest need, and lives while a table that used it does.
+What a captured call uses lives as long as the call's table, since the graph points there. Its
+scratch memory becomes that of graphs: a replay may run beside later calls of other streams, since
+the next one that is not captured gets other memory. Earlier calls may have used the graph's, so its
+launches come after them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.device import DeviceArrays
-from compll.backends.cuda.plans import Items, Plan, Scratch, Source
+from compll.backends.cuda.plans import Arena, Items, Place, Plan, Scratch, Source, Wanted, arranged
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr
 from compll.ir.layout import is_fixed, payload_bytes
@@ -42,8 +43,6 @@ from compll.runtime.batches import Encoding, Rows
 #: copies that a codec keeps of arrays that nobody holds
 KEPT = 256
 T = TypeVar("T")
-#: types and lengths of arrays
-Wanted = tuple[tuple[str, int], ...]
 
 
 class Device(Protocol):
@@ -54,6 +53,9 @@ class Device(Protocol):
 
     def zeros(self, count: int, dtype: str) -> Any:
         """Zeros in device memory. Raises UsageError, as upload; MemoryError."""
+
+    def part(self, zone: Any, place: Place) -> Any:
+        """An array within bytes of device memory."""
 
     def capturing(self) -> bool:
         """True if a CUDA graph is being captured from the current stream."""
@@ -80,7 +82,7 @@ class Device(Protocol):
 
 
 class Lent:
-    """Scratch memory of a plan on a stream, for all tables that fit."""
+    """Scratch memory for a use on a stream, for all plans and tables that fit."""
 
     def __init__(self, arrays: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
         self.arrays, self.sizes = arrays, sizes
@@ -101,7 +103,7 @@ class Keeper:
         self.device, self.name = device, name
         #: copies of arrays that nobody holds, by content
         self.copies: dict[tuple[Any, ...], Held] = {}
-        #: scratch memory by plan and stream: of calls, and of CUDA graphs
+        #: scratch memory by its use and stream: of calls, and of CUDA graphs
         self.lent: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
         self.graphs: WeakValueDictionary[tuple[str, int], Lent] = WeakValueDictionary()
 
@@ -133,7 +135,7 @@ class Keeper:
         return self.copies[key]
 
     def lend(self, name: str, wanted: Wanted, last: Lent | None, *, capturing: bool) -> Lent:
-        """A plan's scratch memory for the current stream. last: that of the table's last call."""
+        """Scratch memory for the current stream. last: that of the table's last call."""
         key = name, self.device.stream()
         if capturing:
             return self.lend_to_graph(key, wanted, last)
@@ -191,9 +193,9 @@ REASONS = {
 class Batch:
     """The device side of a table for one plan: everything that a call with it needs, made once.
 
-    pieces: the table itself. scratch: types and lengths of its kernels' memory. evaluated: the latest
-    host-computed values, with the step and limits that they are for. captured: memory that CUDA
-    graphs use.
+    pieces: the table itself. scratch: places of its kernels' memory. evaluated: the latest
+    host-computed values, with the step and limits that they are for. lent: the latest memory, and
+    `arrays` the kernels' in it. captured: memory that CUDA graphs use.
     """
 
     pieces: I64
@@ -201,21 +203,22 @@ class Batch:
     first: Any
     item_at: Any
     used: Any
-    scratch: Wanted
+    scratch: Arena
     blocks: list[int]
     repeats: dict[Expr | int, int]
     evaluated: tuple[Any, NDArray[Any], Any] | None = None
     lent: Lent | None = None
+    arrays: tuple[Any, ...] = ()
     captured: list[object] = field(default_factory=list)
 
 
 class Work(NamedTuple):
     """firsts, begins: int64 [grids, pieces + 1], the first block and item of each piece. scratch:
-    types and lengths of the kernels' memory."""
+    places of the kernels' memory."""
 
     firsts: I64
     begins: I64
-    scratch: Wanted
+    scratch: Arena
 
 
 def alone(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
@@ -250,12 +253,6 @@ class Launching:
         self.rows = Rows(params)
         self.items = Items(module, self.params, code.shape.tile)
         self.keeper = Keeper(self.device, module.name)
-        firsts: dict[tuple[object, ...], str] = {}
-        #: the first of the plans that need the same arrays, by each one's name
-        self.like = {
-            name: firsts.setdefault((plan.scratch, plan.grids), name)
-            for name, plan in code.plans.items()
-        }
         #: errors that decode kernels found, a bit each (see REASONS)
         with self.arrays.stream():  # whose work may still use the memory's previous content
             self.errors = self.device.zeros(1, "uint32")
@@ -319,26 +316,36 @@ class Launching:
         def count(s: Scratch) -> int:
             return s.factor * (len(lengths) if s.grid < 0 else int(totals[s.of][s.grid]))
 
-        return Work(firsts, begins, tuple((s.dtype, count(s)) for s in plan.scratch))
+        arrays = tuple((s.dtype, count(s)) for s in plan.scratch)
+        scratch = arranged(arrays, plan.lives, [s.kept for s in plan.scratch])
+        return Work(firsts, begins, scratch)
 
     def scratch_bytes(self, n: int) -> int:
         """Device memory that the calls of a training need for a tensor of n elements besides their
-        arguments: that of all kinds of calls, with states if any; CUDA graphs have as much again."""
+        arguments: that of encodes and of decodes, with states if any; CUDA graphs have as much
+        again."""
         plans = self.source.plans
         if self.module.rounds:
             plans = {name: plan for name, plan in plans.items() if name.startswith("round")}
         fed = {"encode": "feed"} | {name: f"{name}_feed" for name in plans if name != "encode"}
-        used = {self.like[name]: p for name, p in plans.items() if fed.get(name) not in plans}
-        wanted = [self.share_work(plan, [n]).scratch for plan in used.values()]
-        return sum(np.dtype(dtype).itemsize * count for some in wanted for dtype, count in some)
+        most: dict[str, NDArray[np.int64]] = {}
+        for name, plan in plans.items():
+            if fed.get(name) not in plans:
+                sizes = np.array([size for _, size in self.share_work(plan, [n]).scratch.zones])
+                most[use_of(name)] = np.maximum(most.get(use_of(name), 0), sizes)
+        return sum(int(sizes.sum()) for sizes in most.values())
 
-    def lend(self, name: str, b: Batch) -> tuple[Any, ...]:
-        """A plan's scratch memory for a table."""
-        capturing, like = self.device.capturing(), self.like.get(name, name)
-        b.lent = self.keeper.lend(like, b.scratch, b.lent, capturing=capturing)
+    def lend(self, use: str, b: Batch) -> tuple[Any, ...]:
+        """Scratch memory for a table and a use, which shares it with no other."""
+        capturing = self.device.capturing()
+        lent = self.keeper.lend(use, b.scratch.zones, b.lent, capturing=capturing)
+        if lent is not b.lent:
+            part = self.device.part
+            b.arrays = tuple(part(lent.arrays[place.zone], place) for place in b.scratch.places)
+            b.lent = lent
         if capturing:
-            b.captured += (b.lent, b.evaluated)
-        return b.lent.arrays
+            b.captured += (lent, b.evaluated)
+        return b.arrays
 
     def begin(self, x: Any, b: Batch) -> tuple[Any, ...]:
         """The first arguments of every kernel."""
@@ -369,7 +376,7 @@ class Launching:
 
     def run(self, name: str, b: Batch, args: tuple[Any, ...], gradient: str) -> None:
         """Launch the steps of a plan. Neighbouring steps that repeat do so together."""
-        scratch = self.lend(name, b)
+        scratch = self.lend(use_of(name), b)
         args = (*args, *scratch)
         with whole(scratch):
             for expr, group in groupby(self.source.plans[name].steps, key=lambda s: s.repeat):
@@ -427,6 +434,12 @@ class Launching:
                 self.errors[:] = 0  # in place: a captured CUDA graph writes here
         if error:
             raise PayloadError(f"{self.module.name}: {REASONS[min(error, 3)]}")
+
+
+def use_of(plan: str) -> str:
+    """The use of a plan's scratch memory: encodes and decodes have streams of their own in a step,
+    and may run at once."""
+    return "decodes" if plan in ("set", "add", "rounds", "rounds_feed") else "encodes"
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from compll.backends.cuda.instructions import MEMORY, in_payloads, traced_functions
 from compll.ir.expr import Expr
@@ -139,14 +142,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Device memory of a batch, zero at first: `factor` numbers for each item of a grid, or for each
-    of its blocks (`of`); grid -1: for each piece."""
+    """Device memory of a batch: `factor` numbers for each item of a grid, or for each of its blocks
+    (`of`); grid -1: for each piece. kept: they are zeros before a call and after it; others are
+    anything before it."""
 
     name: str
     dtype: str
     grid: int
     factor: int = 1
     of: str = "items"
+    kept: bool = False
 
     @property
     def declaration(self) -> str:
@@ -186,6 +191,86 @@ class Items:
         )
 
 
+# ---- arenas -------------------------------------------------------------------------------------
+# Places of a plan's scratch arrays in memory that they share.
+
+#: bytes of which offsets are multiples
+ALIGNED = 256
+#: the first and the last turn of a plan's launches in which an array is used
+Life = tuple[int, int]
+#: types and lengths of arrays
+Wanted = tuple[tuple[str, int], ...]
+
+
+class Place(NamedTuple):
+    """An array's place: the number of its zone, the offset there in bytes, its type and length."""
+
+    zone: int
+    at: int
+    dtype: str
+    length: int
+
+
+class Arena(NamedTuple):
+    """Memory of a plan for one table. zones: the allocations that hold its arrays."""
+
+    zones: Wanted
+    places: tuple[Place, ...]
+
+
+def offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Offsets of arrays of these sizes in bytes, and the bytes of all. Those that live in one turn
+    do not overlap. The largest is placed first, and each at the lowest offset that is free."""
+    result, end = [0] * len(sizes), 0
+    placed: list[int] = []
+    for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        first, last = lives[k]
+        beside = [j for j in placed if lives[j][0] <= last and first <= lives[j][1]]
+        for j in sorted(beside, key=result.__getitem__):
+            if result[k] + sizes[k] <= result[j]:
+                break
+            result[k] = max(result[k], aligned(result[j] + sizes[j]))
+        placed.append(k)
+        end = max(end, result[k] + sizes[k])
+    return result, end
+
+
+def arranged(arrays: Wanted, lives: Sequence[Life], kept: Sequence[bool]) -> Arena:
+    """Places of arrays. Those that are kept zero between calls have a zone of their own, and all of
+    it is zero between calls of any tables."""
+    sizes = [bytes_of(*each) for each in arrays]
+    always = [(0, 0)] * len(sizes)
+    apart, first = offsets([s if k else 0 for s, k in zip(sizes, kept, strict=True)], always)
+    shared, second = offsets([0 if k else s for s, k in zip(sizes, kept, strict=True)], lives)
+    places = (
+        Place(0, apart[i], *each) if kept[i] else Place(1, shared[i], *each)
+        for i, each in enumerate(arrays)
+    )
+    return Arena((("uint8", first), ("uint8", second)), tuple(places))
+
+
+def separate(arrays: Wanted) -> Arena:
+    """Places of arrays that have a zone each."""
+    zones = tuple(("uint8", bytes_of(*each)) for each in arrays)
+    return Arena(zones, tuple(Place(k, 0, *each) for k, each in enumerate(arrays)))
+
+
+def within(zone: Any, place: Place) -> Any:
+    """The array at a place of a zone."""
+    size = bytes_of(place.dtype, place.length)
+    return zone[place.at : place.at + size].view(place.dtype)
+
+
+def bytes_of(dtype: str, length: int) -> int:
+    """Bytes of an array."""
+    return np.dtype(dtype).itemsize * length
+
+
+def aligned(size: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
 # ---- plans --------------------------------------------------------------------------------------
 
 #: C types of gradients
@@ -198,8 +283,9 @@ class Plan:
 
     Plans: "encode" (no state), "feed" (with states), "set" and "add" (decode), and those of rounds.
     params: of every kernel, as C declarations. statics: host-computed values, a row per piece.
-    writes_back: encode itself overwrites the gradient with its decoded value. matrices: kind
-    ("matrix", "flat" or "") and dimensions of matrices; see check_matrices.
+    lives: the turns in which each scratch array is used, from first to last. writes_back: encode
+    itself overwrites the gradient with its decoded value. matrices: kind ("matrix", "flat" or "")
+    and dimensions of matrices; see check_matrices.
     """
 
     steps: tuple[Launch, ...]
@@ -207,6 +293,7 @@ class Plan:
     statics: tuple[Expr, ...]
     grids: tuple[Grid, ...]
     scratch: tuple[Scratch, ...]
+    lives: tuple[Life, ...]
     states: tuple[str, ...] = ()
     writes_back: bool = False
     matrices: tuple[tuple[str, tuple[Expr, ...]], ...] = ()
@@ -325,10 +412,11 @@ class PlanBuilder:
         return self.grid(domain, self.shape.teams, tiles=True)
 
     def memory(
-        self, name: str, dtype: str, grid: int, factor: int = 1, *, of: str = "items"
-    ) -> str:
+        self, name: str, dtype: str, grid: int, factor: int = 1, *, of: str = "items",
+        kept: bool = False,
+    ) -> str:  # fmt: skip
         """Scratch memory (see Scratch); its name in kernels."""
-        wanted = Scratch(name, dtype, grid, factor, of)
+        wanted = Scratch(name, dtype, grid, factor, of, kept)
         assert self.scratch.setdefault(name, wanted) == wanted, wanted
         return name
 
@@ -380,10 +468,23 @@ class PlanBuilder:
         slots = [Scratch("sc", "uint64", -1, len(self.slots))] if self.slots else []
         return (*self.scratch.values(), *slots)
 
+    def lives(self) -> tuple[Life, ...]:
+        """The lives of all scratch memory: kernels that mention it use it, and launches that repeat
+        together are one turn."""
+        turns: dict[str, list[int]] = {s.name: [] for s in self.memories()}
+        turn, last = 0, None
+        for step, _, body in self.kernels:
+            turn += step.repeat is None or step.repeat != last
+            last = step.repeat
+            for name in turns.keys() & set(re.findall(r"\w+", str(body))):
+                turns[name].append(turn)
+        return tuple((min(each, default=0), max(each, default=0)) for each in turns.values())
+
     def plan(self, writes_back: bool) -> Plan:
         """The plan, for the host."""
         states = tuple(s.name for s in self.kernel.states)
         return Plan(
             tuple(step for step, _, _ in self.kernels), self.params(), tuple(self.statics),
-            tuple(self.grids), self.memories(), states, writes_back, tuple(self.kernel.matrices),
+            tuple(self.grids), self.memories(), self.lives(), states, writes_back,
+            tuple(self.kernel.matrices),
         )  # fmt: skip

@@ -41,7 +41,7 @@ def kth_largest(p: Printer, call: Call) -> None:
     def memory(b: Body) -> tuple[str, str, str]:
         """The histogram, the digits found so far, and the rank among keys with these digits."""
         return (
-            b.memory("hist", "uint64", -1, 2048), b.memory("radix_prefix", "uint32", -1),
+            b.memory("hist", "uint64", -1, 2048, kept=True), b.memory("radix_prefix", "uint32", -1),
             b.memory("radix_rank", "int64", -1),
         )  # fmt: skip
 
@@ -90,7 +90,7 @@ def quantiles(p: Printer, call: Call) -> None:
     def memory(b: Body) -> tuple[str, str, str]:
         """Histograms, the digits found so far and the next ones, and the ranks."""
         return (
-            b.memory(f"bins{count}", "uint64", -1, bins),
+            b.memory(f"bins{count}", "uint64", -1, bins, kept=True),
             b.memory(f"known{count}", "uint32", -1, 2 * count),
             b.memory(f"ranks{count}", "int64", -1, count),
         )  # fmt: skip

@@ -77,7 +77,7 @@ def store(p: Printer, call: Call) -> None:
     coder = Huffman(p, f, call.views[0].value.attr)
 
     def counts(b: Body) -> str:
-        return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS)
+        return b.memory(f"counts_{f.name}", "uint64", -1, NUMBERS, kept=True)
 
     with p.kernel("counts", p.plan.grid(ELEMENTS, COUNTED), 256) as b:
         end = f"op_min({b.given('n')}, (own + 1) * {COUNTED})"

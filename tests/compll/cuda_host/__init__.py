@@ -12,6 +12,7 @@ import numpy as np
 
 from compll.backends.cuda import backend as cuda
 from compll.backends.cuda import source as cuda_source
+from compll.backends.cuda.plans import Place, within
 from compll.backends.cuda.source import Source
 from compll.runtime.arrays import HostArrays
 from compll.runtime.cache import folder, write
@@ -106,6 +107,11 @@ class HostDevice:
 
     def zeros(self, count: int, dtype: str) -> np.ndarray:
         return np.zeros(count, dtype)
+
+    def part(self, zone: np.ndarray, place: Place) -> np.ndarray:
+        """An array within bytes, or apart from others: a sanitizer sees the end of each."""
+        array = within(zone, place)
+        return array.copy() if self.sanitize else array
 
     def capturing(self) -> bool:
         """False: graphs cannot be captured here."""
