@@ -146,7 +146,10 @@ class Keeper:
 
     def lend_to_graph(self, key: tuple[str, int], wanted: Wanted, last: Lent | None) -> Lent:
         """Scratch memory that graphs have, or take over from calls, which get other memory then. A
-        capture on a stream of its own takes over that of the table's last call."""
+        capture on a stream of its own takes over that of the table's last call, unless graphs of
+        another stream have it."""
+        if last is not None and any(lent.shares(last) for lent in self.graphs.values()):
+            last = None
         candidates = (self.graphs.get(key), self.lent.get(key), last)
         fitting = (each for each in candidates if each is not None and each.fits(wanted))
         taken = self.graphs[key] = next(fitting, None) or self.grown(None, wanted)
@@ -322,8 +325,8 @@ class Launching:
 
     def scratch_bytes(self, n: int) -> int:
         """Device memory that the calls of a training need for a tensor of n elements besides their
-        arguments: that of encodes and of decodes, with states if any; CUDA graphs have as much
-        again."""
+        arguments: that of encodes, with states if any, of merges and of decodes, each of which have
+        a stream of their own; CUDA graphs have as much again."""
         plans = self.source.plans
         if self.module.rounds:
             plans = {name: plan for name, plan in plans.items() if name.startswith("round")}
@@ -332,7 +335,8 @@ class Launching:
         for name, plan in plans.items():
             if fed.get(name) not in plans:
                 sizes = np.array([size for _, size in self.share_work(plan, [n]).scratch.zones])
-                most[use_of(name)] = np.maximum(most.get(use_of(name), 0), sizes)
+                lane = "merges" if name == "add" else use_of(name)
+                most[lane] = np.maximum(most.get(lane, 0), sizes)
         return sum(int(sizes.sum()) for sizes in most.values())
 
     def lend(self, use: str, b: Batch) -> tuple[Any, ...]:
