@@ -17,7 +17,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch.futures import Future
 
 __all__ = [
     "CasyncError",
@@ -76,3 +79,9 @@ def copy_to_raise(error: E) -> E:
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again
+
+
+def fail_future(future: Future[Any], error: Exception) -> None:
+    """Set an error as a future's, which keeps it: without frames, as in copy_to_raise."""
+    error.__traceback__ = None
+    future.set_exception(error)

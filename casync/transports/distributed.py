@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from casync.codec import Operation
-from casync.errors import PeerTimeout, TransportAborted, TransportError
+from casync.errors import PeerTimeout, TransportAborted, TransportError, fail_future
 from casync.shutdown import close_at_exit
 from casync.transports import Handle
 
@@ -197,8 +197,7 @@ def start_all_reduce(
         try:
             reduced.set_result(future.value()[0])
         except Exception as error:
-            error.__traceback__ = None  # the future keeps the error, and would keep the group
-            reduced.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            fail_future(reduced, error)
         finally:
             under_way.end()
 

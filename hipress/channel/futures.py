@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from casync.errors import copy_to_raise
+from casync.errors import copy_to_raise, fail_future
 from casync.transports.distributed import start_all_reduce
 
 #: seconds between the looks of a wait
@@ -43,7 +43,7 @@ def map_future(
         try:
             used.set_result(use(done.value()))
         except Exception as error:
-            used.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            fail_future(used, error)
 
     future.add_done_callback(pass_on)
     return used

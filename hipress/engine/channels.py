@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from casync.codec import Codec
+from casync.errors import fail_future
 from casync.memory import Memory
 from casync.memory.host import HostMemory
 from casync.runtime.counters import Counters
@@ -128,7 +129,7 @@ class Channels:
             return average(values, self._hosts, self._options.timeout)
         except Exception as error:
             failed: Future[torch.Tensor] = Future()
-            failed.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            fail_future(failed, error)
             return failed
 
     @property

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.futures import Future
 
+from casync.errors import fail_future
 from casync.memory import Event, Memory
 from casync.shutdown import close_at_exit, start_thread
 from hipress import compat
@@ -110,7 +111,7 @@ class HostCopies:
         try:
             staging.on_host.wait()
         except Exception as error:
-            _fail(staging.averaged, SyncError(f"a bucket did not come to the host: {error}"))
+            fail_future(staging.averaged, SyncError(f"a bucket did not come to the host: {error}"))
         else:
             future = copy.average(staging.values)
             future.add_done_callback(partial(self._return, bucket, staging))
@@ -124,8 +125,4 @@ class HostCopies:
                 self._to_device.record(staging.on_device)
                 self._to_device.run(partial(averaged.set_result, bucket))
         except Exception as error:
-            _fail(averaged, error)
-
-
-def _fail(future: Future[torch.Tensor], error: Exception) -> None:
-    future.set_exception(error)  # type: ignore[arg-type] # torch's annotation is wrong
+            fail_future(averaged, error)

@@ -11,6 +11,7 @@ import torch
 from torch.futures import Future
 
 from casync.codec import FLOAT_BYTES
+from casync.errors import fail_future
 from casync.runtime.options import Capture
 from hipress import compat
 from hipress.channel.futures import map_future
@@ -216,7 +217,7 @@ class Reduction:
             channels.failures.abort(named)
             error.__traceback__ = None  # a kept error would keep the callers' models
             failed: Future[torch.Tensor] = Future()
-            failed.set_exception(named)  # type: ignore[arg-type] # torch's annotation is wrong
+            fail_future(failed, named)
             return failed
 
     def close(self) -> None:

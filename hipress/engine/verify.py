@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from casync.errors import fail_future
 from casync.memory import Memory
 from casync.shutdown import close_at_exit, start_thread
 from casync.transports.distributed import break_group, transport_error
@@ -113,7 +114,7 @@ class Verifier:
                 self._compare(mine, request)
             except Exception as error:
                 self._break()
-                request.checked.set_exception(error)  # type: ignore[arg-type] # wrong in torch
+                fail_future(request.checked, error)
             else:
                 request.checked.set_result(buffer)
 
