@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compll.backends.cuda.device import DeviceArrays
-from compll.backends.cuda.plans import Arena, Items, Place, Plan, Scratch, Source, Wanted, arranged
+from compll.backends.cuda.plans import Arena, Items, Place, Plan, Scratch, Source, arranged
 from compll.errors import PayloadError, UsageError
 from compll.ir.expr import Expr
 from compll.ir.layout import is_fixed, payload_bytes
@@ -87,9 +87,9 @@ class Lent:
     def __init__(self, arrays: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
         self.arrays, self.sizes = arrays, sizes
 
-    def fits(self, wanted: Wanted) -> bool:
-        """True if it is large enough for these types and lengths."""
-        return all(size >= count for size, (_, count) in zip(self.sizes, wanted, strict=True))
+    def fits(self, wanted: Sequence[int]) -> bool:
+        """True if it is large enough for zones of these bytes."""
+        return all(size >= least for size, least in zip(self.sizes, wanted, strict=True))
 
     def shares(self, other: Lent) -> bool:
         """True if it has arrays of the other, from which it has grown or which has grown from it."""
@@ -134,7 +134,7 @@ class Keeper:
             self.copies[key] = hold(numbers)
         return self.copies[key]
 
-    def lend(self, name: str, wanted: Wanted, last: Lent | None, *, capturing: bool) -> Lent:
+    def lend(self, name: str, wanted: Sequence[int], last: Lent | None, *, capturing: bool) -> Lent:
         """Scratch memory for the current stream. last: that of the table's last call."""
         key = name, self.device.stream()
         if capturing:
@@ -144,7 +144,7 @@ class Keeper:
             lent = self.lent[key] = self.spared(partial(self.grown, lent, wanted))
         return lent
 
-    def lend_to_graph(self, key: tuple[str, int], wanted: Wanted, last: Lent | None) -> Lent:
+    def lend_to_graph(self, key: tuple[str, int], wanted: Sequence[int], last: Lent | None) -> Lent:
         """Scratch memory that graphs have, or take over from calls, which get other memory then. A
         capture on a stream of its own takes over that of the table's last call, unless graphs of
         another stream have it."""
@@ -157,14 +157,14 @@ class Keeper:
             del self.lent[other]
         return taken
 
-    def grown(self, lent: Lent | None, wanted: Wanted) -> Lent:
+    def grown(self, lent: Lent | None, wanted: Sequence[int]) -> Lent:
         """Scratch memory that is large enough; new parts are zeros."""
         arrays = list(lent.arrays) if lent else [None] * len(wanted)
         sizes = list(lent.sizes) if lent else [-1] * len(wanted)
-        for k, (dtype, count) in enumerate(wanted):
-            if sizes[k] < count:
-                arrays[k], sizes[k] = None, count  # free the old one first
-                arrays[k] = self.device.zeros(count, dtype)
+        for k, size in enumerate(wanted):
+            if sizes[k] < size:
+                arrays[k], sizes[k] = None, size  # free the old one first
+                arrays[k] = self.device.zeros(size, "uint8")
         return Lent(tuple(arrays), tuple(sizes))
 
     def spared(self, make: Callable[[], T]) -> T:
@@ -334,7 +334,7 @@ class Launching:
         most: dict[str, NDArray[np.int64]] = {}
         for name, plan in plans.items():
             if fed.get(name) not in plans:
-                sizes = np.array([size for _, size in self.share_work(plan, [n]).scratch.zones])
+                sizes = np.array(self.share_work(plan, [n]).scratch.zones)
                 lane = "merges" if name == "add" else use_of(name)
                 most[lane] = np.maximum(most.get(lane, 0), sizes)
         return sum(int(sizes.sum()) for sizes in most.values())

@@ -212,9 +212,9 @@ class Place(NamedTuple):
 
 
 class Arena(NamedTuple):
-    """Memory of a plan for one table. zones: the allocations that hold its arrays."""
+    """Memory of a plan for one table. zones: bytes of the allocations that hold its arrays."""
 
-    zones: Wanted
+    zones: tuple[int, ...]
     places: tuple[Place, ...]
 
 
@@ -246,12 +246,12 @@ def arranged(arrays: Wanted, lives: Sequence[Life], kept: Sequence[bool]) -> Are
         Place(0, apart[i], *each) if kept[i] else Place(1, shared[i], *each)
         for i, each in enumerate(arrays)
     )
-    return Arena((("uint8", first), ("uint8", second)), tuple(places))
+    return Arena((first, second), tuple(places))
 
 
 def separate(arrays: Wanted) -> Arena:
     """Places of arrays that have a zone each."""
-    zones = tuple(("uint8", bytes_of(*each)) for each in arrays)
+    zones = tuple(bytes_of(*each) for each in arrays)
     return Arena(zones, tuple(Place(k, 0, *each) for k, each in enumerate(arrays)))
 
 

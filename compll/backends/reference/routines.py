@@ -27,23 +27,21 @@ INFIX = {
     "or": "|", "xor": "^", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
 }  # fmt: skip
 #: instructions whose results wrap around
-WRAPPING = ("add", "sub", "mul", "left", "neg", "unsigned_right")
-NUMBERS = {
+WRAPPING = ("add", "sub", "mul", "left", "unsigned_right")
+#: texts of numbers, and of vectors
+TEXTS = {
     **{op: f"{{}} {text} {{}}" for op, text in INFIX.items()},
-    "neg": "-{}", "not": "not {}", "unsigned_right": "({} & WORD) >> {}",
+    "not": "not {}", "unsigned_right": "({} & WORD) >> {}",
     "where": "{1} if {0} else {2}", "likely": "{}", "unlikely": "{}",
     "popcount": "({} & WORD).bit_count()",
     "ctz": "(~{0} & ({0} - 1) & WORD).bit_count()",
     "swapped": "int.from_bytes(({} & WORD).to_bytes(8, 'little'), 'big', signed=True)",
+    "running": "np.cumsum({0}, dtype={0}.dtype)",
 }  # fmt: skip
-#: instructions of vectors, whose results are numbers or vectors
+#: texts of vectors' instructions whose results are numbers
 REDUCED = {
     "any_bits": "int(np.bitwise_or.reduce({}))", "sum_of": "int({}.sum())", "last": "int({}[-1])",
     "mask": "int.from_bytes(np.packbits({}, bitorder='little').tobytes(), 'little')",
-}  # fmt: skip
-VECTORS = {
-    **NUMBERS, "not": "~{}", "where": "np.where({}, {}, {})",
-    "running": "np.cumsum({0}, dtype={0}.dtype)",
 }  # fmt: skip
 
 
@@ -121,7 +119,7 @@ class Function:
             return self.converted(args[0], kind)
         if op in REDUCED:
             return self.named(REDUCED[op].format(*args))
-        text = (VECTORS if lanes else NUMBERS)[op].format(*args)
+        text = TEXTS[op].format(*args)
         return self.named(text if lanes or op not in WRAPPING else wrapped(text), lanes)
 
     def converted(self, x: Value, kind: str) -> Value:
