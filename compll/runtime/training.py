@@ -120,7 +120,8 @@ def clamped(codec: Codec, x: F32) -> Iterator[Advice]:
         if not f.packed or f.layout.trits or f.expr is None:
             continue
         most, codes = f.most or (1 << f.bits) - 1, np.asarray(run.value(f.expr), np.float64)
-        above, below = np.mean(codes >= most + 1), np.mean(codes < 0)
+        some = max(1, codes.size)  # a selection may be empty
+        above, below = (np.sum(beyond) / some for beyond in (codes >= most + 1, codes < 0))
         if max(above, below) > CLAMPED:
             share, held = (above, most) if above >= below else (below, 0)
             side = f"above {most}, up to {np.max(codes):.4g}," if held else "below 0"

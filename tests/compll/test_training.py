@@ -3,6 +3,7 @@ part of it keeps it from training."""
 
 import re
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -126,3 +127,16 @@ def test_every_spec_of_the_package_trains(name):
 @pytest.mark.parametrize("kind", cli.kinds())
 def test_new_specs_have_none(kind, tmp_path):
     assert warnings(cli.start("own", kind, tmp_path), {}) == []
+
+
+def test_codes_of_an_empty_selection_are_in_range(tmp_path):
+    """Their mean was one of nothing, with a warning of NumPy's."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "name: never\nencode:\n  kept: filter(abs(g) < 0)\n  place: indices(kept)\n"
+        "  big: (g > 0)[kept]\n  size: mean(abs(g))\n"
+        'payload: {size: float32, place: "gaps[kept]", big: "uint1[kept]"}\n'
+        "decode: scatter(place, where(big, size, -size))\n"
+    )
+    codec = compll.compile(path, "reference")
+    assert not list(training.clamped(codec, np.ones(100, np.float32)))
